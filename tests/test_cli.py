@@ -395,7 +395,7 @@ def test_report_of_a_run_that_trained_nothing_says_why(tmp_path: Path, capsys: p
     (tmp_path / "metrics.jsonl").write_text("")
     assert main(["report", os.fspath(tmp_path)]) == 2
     assert "no step is trained yet, and no launcher has written how the run ended" in words(capsys)
-    reason = "env_task_0 exited with code 7; the end of /logs/env_worker_0.log:\n  SystemExit: 7"
+    reason = "env_task_0 exited with code 7\nthe end of /logs/env_worker_0.log:\n  SystemExit: 7"
     for code, how in ((1, "failed after 39 s: env_task_0 exited with code 7;"), (130, "was stopped after 39 s: ")):
         (tmp_path / "run/summary.json").write_text(json.dumps({"exit_code": code, "reason": reason, "wall_s": 39.1}))
         assert main(["report", os.fspath(tmp_path)]) == 2

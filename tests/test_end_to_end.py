@@ -163,7 +163,7 @@ def test_killed_process_is_named_and_all_are_stopped(endless: Started, name: str
     code, output = endless.ended(NAMED_WITHIN_S)
     assert code == 1, output
     assert f"the run has failed: {name} was killed by SIGKILL" in output
-    assert "; the end of " in output
+    assert "\nthe end of " in output
     assert endless.left() == []
 
 
@@ -277,7 +277,7 @@ def test_own_training_loop_names_a_killed_engine(model: Path, tmp_path: Path) ->
         finally:
             own.kill()
     assert code == 1, text
-    assert "RunFailedError: inference was killed by SIGKILL; the end of " in text
+    assert "RunFailedError: inference was killed by SIGKILL\nthe end of " in text
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(output) not in processes
 

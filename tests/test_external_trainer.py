@@ -237,8 +237,8 @@ def test_a_run_that_is_over_and_a_folder_by_another_name_are_named_at_once(
     summary = folder / "run" / "summary.json"
     summary.write_text(json.dumps({"exit_code": 0, "reason": "finished"}))
     assert f"the run in {folder} has trained all its steps; it needs a larger --max-steps" in named(folder)
-    summary.write_text(json.dumps({"exit_code": 1, "reason": "engine died; the end of its log:\n  no memory"}))
-    assert f"the run in {folder} has ended (engine died; the end of its log:)" in named(folder)
+    summary.write_text(json.dumps({"exit_code": 1, "reason": "engine died\nthe end of its log:\n  no memory"}))
+    assert f"the run in {folder} has ended (engine died)" in named(folder)
     with claimed(str(folder), clean=False, kind="rl"):
         assert f"the run in {folder} does not listen yet" in named(folder)
     # A session that another machine has begun since.

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -639,8 +640,14 @@ def test_a_refusal_after_all_has_begun_is_a_failure(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("code", "printed", "said"),
     [
-        (2, "Not read: a key is wrong", "orchestrator exited with code 2; the end of "),
-        (1, "error: no space left", "the run has failed: orchestrator exited with code 1 (no space left); the end of "),
+        (2, "Not read: a key is wrong", "orchestrator exited with code 2"),
+        (1, "error: no space left", "the run has failed: orchestrator exited with code 1 (no space left)"),
+        (
+            1,
+            "Traceback\n  f()\nValueError: a shape",
+            "the run has failed: orchestrator exited with code 1 (ValueError: a shape)",
+        ),
+        (1, "ValueError: of before\nsaved", "the run has failed: orchestrator exited with code 1"),
     ],
 )
 def test_whether_the_orchestrator_refuses_is_told_by_its_code(
@@ -648,9 +655,10 @@ def test_whether_the_orchestrator_refuses_is_told_by_its_code(
 ) -> None:
     found, output = launched(tmp_path, f"import sys; sys.exit(print({printed!r}) or {code})", monkeypatch)
     assert found == code
-    _, first, last = output.splitlines()
-    assert first.startswith(said)
-    assert last == f"  {printed}"
+    _, first, second, *log = output.splitlines()
+    assert first == said
+    assert re.fullmatch(r"the end of /.*\.log:", second)
+    assert log == [f"  {line}" for line in printed.splitlines()]
 
 
 @pytest.mark.processes

@@ -246,7 +246,7 @@ def test_the_token_that_is_looked_at_is_not_covered(run: Run, tab: browser.Tab) 
         assert apart, f"it covers the token of turn {turn}"
 
 
-REASON = "env_task_0 exited with code 7; the end of /logs/env_worker_0.log:\n  <b>SystemExit</b>: 7"
+REASON = "env_task_0 exited with code 7\nthe end of /logs/env_worker_0.log:\n  <b>SystemExit</b>: 7"
 
 
 def test_a_run_that_failed_says_so(model: Path, tab: browser.Tab, tmp_path: Path) -> None:

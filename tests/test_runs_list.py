@@ -65,10 +65,10 @@ def test_a_narrow_terminal_has_a_line_a_run(
         ("no engine", "no engine"),
         ("one thing\nand another", "one thing"),
         (
-            "trainer exited with code 1; the end of /a/trainer.log:\n  Traceback\n    loss()\n  ValueError: a shape\n",
-            "trainer exited with code 1: ValueError: a shape",
+            "trainer exited with code 1 (ValueError: a shape)\nthe end of /a/trainer.log:\n  Traceback\n    loss()\n",
+            "trainer exited with code 1 (ValueError: a shape)",
         ),
-        ("it exited (no memory); the end of /a/b.log:\n  error: no memory", "it exited (no memory)"),
+        ("it exited (no memory)\nthe end of /a/b.log:\n  error: no memory", "it exited (no memory)"),
         ("x" * 400, "x" * 300 + " ..."),
         ("", ""),
     ],

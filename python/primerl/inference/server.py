@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
-from primerl.inference import backends
+from primerl.inference import announcement, backends
 from primerl.inference.backend import Engine, EngineEndedError
 from primerl.inference.settings import InferenceConfig
 from primerl.net.addresses import told_to, url_of
@@ -99,7 +99,7 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
     try:
         _wait_until_ready(engine, stop, config)
         engine.watch()
-        print(f"serving {config.served_name} at {engine.url}", flush=True)
+        print(announcement.line(config.served_name, engine.url), flush=True)
         if config.join is not None:
             _join(engine, stop, config.join, config.join_as)
         while not engine.wait(STOP_INTERVAL_S):

@@ -17,7 +17,7 @@ from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig, absolute, process, shared
 from primerl.config.schema.inference import EngineModel, InferenceConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
-from primerl.inference import backends
+from primerl.inference import announcement, backends
 from primerl.inference.backend import UnservableError
 from primerl.launch import placing, reaching
 from primerl.launch.placement import commands
@@ -33,8 +33,6 @@ KIND = "inference"
 ADDRESSES = "engines.json"
 """In the output folder: `[{"name": .., "url": .., "model": ..}, ..]` of the engines that serve."""
 STOP_S = 10.0
-SERVES = re.compile(rb"^serving (.*) at (http://\S+)$", re.MULTILINE)
-"""What an engine prints once it has generated a token (`inference/server.py`)."""
 WITHOUT_HOST = re.compile(r"^http://(0\.0\.0\.0|\[::\]):")
 
 
@@ -175,13 +173,13 @@ def _served(starting: Starting) -> tuple[str, str] | None:
     try:
         with starting.process.log.open("rb") as log:
             log.seek(starting.offset)
-            found = SERVES.search(log.read())
+            found = announcement.found(log.read())
     except OSError:
         return None
     if found is None:
         return None
-    url = found[2].decode()
+    model, url = found
     node = starting.process.node
     if node is not None:
         url = WITHOUT_HOST.sub(f"http://{f'[{node}]' if ':' in node else node}:", url)
-    return found[1].decode(), url
+    return model, url

@@ -120,10 +120,11 @@ class RunRecovery(Recovery):
             self.restart(process, left)
             return None
         if kind == "trainer" and (process.code or 0) < 0 and not self.config.trainer.can_go_on:
-            raise RunFailedError(
-                f"{describe_end(process)}\nit saves no checkpoints, so it is not started again; with "
-                "ckpt.interval (without weights_only) it would resume from the last one"
+            remark = (
+                "; it saves no checkpoints, so it is not started again; with ckpt.interval (without weights_only) it "
+                "would resume from the last one"
             )
+            raise RunFailedError(describe_end(process, remark))
         raise self.failure(process, left)
 
     def may_restart(self, process: Process, left: Ended) -> bool:
@@ -182,7 +183,7 @@ class RunRecovery(Recovery):
                 log = self.placement.logs(name)
                 raise RunFailedError(
                     f"{name} hangs: the orchestrator dropped it {absent:.0f} s ago, and it has not registered "
-                    f"again; the end of {log}:\n{tail(log)}"
+                    f"again\nthe end of {log}:\n{tail(log)}"
                 )
 
     def _call_back(self, process: Process) -> None:

@@ -78,7 +78,7 @@ def ending(sessions: dict[str, Any]) -> str:
     if not isinstance(code, int):
         return ""
     # What follows is the end of a log.
-    why = re.split(r"; the end of |\n", str(sessions.get("reason", "")))[0]
+    why = str(sessions.get("reason", "")).partition("\n")[0]
     how = "finished" if code == 0 else "was stopped" if code in INTERRUPTED else "failed"
     after = f" after {wall_s:.0f} s" if isinstance(wall_s, int | float) else ""
     return f"{how}{after}" + (f": {why}" if why and code != 0 else "")

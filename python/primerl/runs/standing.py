@@ -80,17 +80,9 @@ def _without_code(run: Run, step: int | None) -> Standing:
 
 
 def in_a_line(reason: str) -> str:
-    """What failed, and, of a process whose log it ends with, the last line of that, which says why."""
-    first, *more = reason.strip().splitlines() or [""]
-    what, is_log, _ = first.partition("; the end of ")
-    if not is_log:
-        return _short(first)
-    last = next((line.strip().removeprefix("error: ") for line in reversed(more) if line.strip()), "")
-    return _short(what) if last in what else f"{_short(what)}: {_short(last)}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    """What failed and why; further lines are the end of a log."""
+    first = reason.strip().partition("\n")[0]
+    return first if len(first) <= LONGEST else f"{first[:LONGEST]} ..."
 
 
 def summary_of(run: Run) -> dict[str, Any] | None:

@@ -314,7 +314,7 @@ class _Server:
             for process in ended:
                 await pool.lost(process.name)
                 if not self._restarts.has_one_left(process.name) or process.code == BAD_INPUT:
-                    self._fail(f"{describe_end(process)}{self._restarts.used_up(process.name)}", server)
+                    self._fail(describe_end(process, self._restarts.used_up(process.name)), server)
                     return
                 log.warning("%s %s; it is started again", process.name, process.describe_end())
                 start(placement, described[process.name])

@@ -159,7 +159,7 @@ class VllmServer:
         """The server's last error, and the end of its log."""
         cause = next((found[1] for line in reversed(self.last_lines) if (found := _cause(line))), None)
         lines = "\n".join(f"  {line}" for line in list(self.last_lines)[-LOG_LINES:])
-        return f"{f': {cause}' if cause else ''}; the end of its log:\n{lines}"
+        return f"{f': {cause}' if cause else ''}\nthe end of its log:\n{lines}"
 
     def stop(self) -> None:
         """Ends it and all that it has started: requests first, since they may keep it from ending."""

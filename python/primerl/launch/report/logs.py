@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from primerl.launch.placement.protocol import Process
 
 LOG_LINES = 20
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b.*")
+"""The last line of Python's traceback."""
 
 
 def describe_end(process: Process, remark: str = "") -> str:
-    """`remark`: shown before the end of its log."""
+    """What happened, in the first line, and the end of its log. `remark`: the end of the first line."""
     log = tail(process.log)
     cause = cause_of(process)
     why = f" ({cause})" if cause else ""
-    return f"{process.name} {process.describe_end()}{why}{remark}; the end of {process.log}:\n{log}".rstrip()
+    return f"{process.name} {process.describe_end()}{why}{remark}\nthe end of {process.log}:\n{log}".rstrip()
 
 
 def cause_of(process: Process) -> str | None:
-    """The last word of one that gave up."""
-    return last_error(tail(process.log)) if (process.code or 0) > 0 else None
+    """The last word of one that gave up, or what its traceback ends with."""
+    if (process.code or 0) <= 0:
+        return None
+    log = tail(process.log)
+    return last_error(log) or last_exception(log)
 
 
 def last_error(log: str) -> str | None:
     """The last word of a process that gave up, `error: ...`, is why."""
     words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
     return words[-1] if words else None
+
+
+def last_exception(log: str) -> str | None:
+    last = log.rstrip().rpartition("\n")[2].strip()
+    return last if EXCEPTION.fullmatch(last) else None
 
 
 def tail(log: Path, lines: int = LOG_LINES) -> str:

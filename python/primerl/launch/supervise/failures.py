@@ -32,7 +32,7 @@ class RefusedError(RunFailedError, ProblemError):
 
 
 def failure_of(process: Process, remark: str = "") -> RunFailedError:
-    """`remark`: shown before the end of its log."""
+    """`remark`: the end of its first line, before the end of the log."""
     if process.name == "orchestrator" and process.code == BAD_INPUT:
         error = last_error(tail(process.log))
         if error is None:

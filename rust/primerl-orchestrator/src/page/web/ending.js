@@ -5,15 +5,15 @@ import { el, replace, span } from "./common.js";
 /** Exit codes of one that was interrupted. */
 const STOPPED = new Set([129, 130, 143]);
 
-/** `{kind, title, why, more}`; `null` while it goes on, and where nobody knows. */
+/** `{kind, title, why, more}`; `null` while the run continues, and where it is not known. */
 export function ending(now) {
   if (!now.end) return null;
   const { exit_code: code, wall_s } = now.end;
   const kind = code === 0 ? "finished" : STOPPED.has(code) ? "stopped" : "failed";
   const reason = String(now.end.reason ?? "");
   // What follows is the end of a log.
-  const [why] = reason.split(/; the end of |\n/);
-  return { kind, title: `${kind}${typeof wall_s === "number" ? ` after ${span(wall_s)}` : ""}`, why, more: reason.slice(why.length).replace(/^[;\s]+/, "") };
+  const [why] = reason.split("\n");
+  return { kind, title: `${kind}${typeof wall_s === "number" ? ` after ${span(wall_s)}` : ""}`, why, more: reason.slice(why.length).trimStart() };
 }
 
 /** What is known of a run whose server answers no more, by what it said last. */
