@@ -41,7 +41,7 @@ from primerl.launch.preflight import model_folder, output_folder, training
 from primerl.launch.registration import registered
 from primerl.launch.report import summary
 from primerl.launch.report.console import Console, failures, line
-from primerl.launch.report.logs import tail
+from primerl.launch.report.logs import last_exception, tail
 from primerl.launch.report.status import Progress, longest_wait, missing, waits
 from primerl.launch.resume import position
 from primerl.launch.run import Launcher
@@ -636,6 +636,11 @@ def test_a_refusal_after_all_has_begun_is_a_failure(tmp_path: Path, monkeypatch:
     assert (code, output) == (1, "the orchestrator refuses the run: the journal is damaged\n")
 
 
+@pytest.mark.parametrize("log", ["  ", "  \n  ", "  (no log)", "  a: b", "  a\n  b: c", "    f()\n  two words: c"])
+def test_a_log_that_ends_with_no_traceback_names_no_exception(log: str) -> None:
+    assert last_exception(log) is None
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "printed", "said"),
@@ -647,14 +652,17 @@ def test_a_refusal_after_all_has_begun_is_a_failure(tmp_path: Path, monkeypatch:
             "Traceback\n  f()\nValueError: a shape",
             "the run has failed: orchestrator exited with code 1 (ValueError: a shape)",
         ),
-        (1, "ValueError: of before\nsaved", "the run has failed: orchestrator exited with code 1"),
+        (1, "  f()\nmine.Boom", "the run has failed: orchestrator exited with code 1 (mine.Boom)"),
+        (1, "  f()\nValueError: of before\nsaved", "the run has failed: orchestrator exited with code 1"),
+        (1, "warning: a value", "the run has failed: orchestrator exited with code 1"),
+        (7, "  f()\nValueError: caught", "the run has failed: orchestrator exited with code 7"),
     ],
 )
 def test_whether_the_orchestrator_refuses_is_told_by_its_code(
     code: int, printed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, output = launched(tmp_path, f"import sys; sys.exit(print({printed!r}) or {code})", monkeypatch)
-    assert found == code
+    assert found == (2 if code == 2 else 1)
     _, first, second, *log = output.splitlines()
     assert first == said
     assert re.fullmatch(r"the end of /.*\.log:", second)

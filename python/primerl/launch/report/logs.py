@@ -9,8 +9,12 @@ from pathlib import Path
 from primerl.launch.placement.protocol import Process
 
 LOG_LINES = 20
-EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b.*")
-"""The last line of Python's traceback."""
+INDENT = "  "
+"""Of the lines of a log that are shown."""
+EXCEPTION = re.compile(r"[^\W\d][\w.]*(: .*)?")
+"""The last line of Python's traceback, after the last of its indented lines."""
+BY_EXCEPTION = 1
+"""Python's exit code after an exception that was not caught. With another one, a traceback in the log is no cause."""
 
 
 def describe_end(process: Process, remark: str = "") -> str:
@@ -26,7 +30,7 @@ def cause_of(process: Process) -> str | None:
     if (process.code or 0) <= 0:
         return None
     log = tail(process.log)
-    return last_error(log) or last_exception(log)
+    return last_error(log) or (last_exception(log) if process.code == BY_EXCEPTION else None)
 
 
 def last_error(log: str) -> str | None:
@@ -36,8 +40,10 @@ def last_error(log: str) -> str | None:
 
 
 def last_exception(log: str) -> str | None:
-    last = log.rstrip().rpartition("\n")[2].strip()
-    return last if EXCEPTION.fullmatch(last) else None
+    """Of the end of a log: what the traceback says with which it ends, if it does."""
+    *_, before, last = ["", "", *log.rstrip().splitlines()]
+    line = last.removeprefix(INDENT)
+    return line if before.startswith(f"{INDENT}  ") and EXCEPTION.fullmatch(line) else None
 
 
 def tail(log: Path, lines: int = LOG_LINES) -> str:
@@ -48,4 +54,4 @@ def tail(log: Path, lines: int = LOG_LINES) -> str:
             content = file.read().decode(errors="replace")
     except OSError:
         return "  (no log)"
-    return "\n".join(f"  {line}" for line in content.splitlines()[-lines:]) or "  (the log is empty)"
+    return "\n".join(f"{INDENT}{line}" for line in content.splitlines()[-lines:]) or "  (the log is empty)"
