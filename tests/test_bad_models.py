@@ -64,6 +64,12 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "negative": (lambda folder: change(folder, hidden_size=-64), r"has hidden_size = -64, which has to be a whole"),
     "no layers": (lambda folder: change(folder, num_hidden_layers=0), r"has num_hidden_layers = 0, which has to be"),
     "half a head": (lambda folder: change(folder, num_attention_heads=2.5), r"has num_attention_heads = 2\.5, which"),
+    "layers without end": (
+        lambda folder: change(folder, num_hidden_layers=10**9),
+        r"has num_hidden_layers = 1000000000, which has to be a whole number of at least 1 and at most 10,000; fetch",
+    ),
+    "no keys": (lambda folder: change(folder, num_key_value_heads=0), r"has num_key_value_heads = 0, which has to be"),
+    "list": (lambda folder: change(folder, hidden_size=[64]), r"has hidden_size = \[64\], which has to be a whole"),
     "text": (lambda folder: change(folder, vocab_size="264"), r'has vocab_size = "264", which has to be a whole'),
 }
 

@@ -24,6 +24,7 @@ from primerl.own_trainer.lifetime import Lifetime
 from primerl.own_trainer.outcome import is_orderly, outcome
 from primerl.runs.registry import Registry
 from primerl.runs.standing import standing
+from primerl.train.checkpoint.step_folders import SavingError
 from primerl.train.loop.metrics import MetricsWriter
 from transformers import AutoModelForCausalLM
 
@@ -131,6 +132,39 @@ def test_a_step_that_is_published_again_is_written_once(
         loop.publish(policy, metrics={"loss/mean": 2.0})
     counted = [(line["step"], line["progress/num_samples"], line["loss/mean"]) for line in lines(loop)]
     assert counted == [(1, 2, 2.0), (2, 4, 2.0), (3, 6, 2.0)]
+
+
+def test_a_line_that_could_not_be_written_is_written_once(
+    loop: Alone, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, where half of it is there."""
+    loop.publish(policy)
+
+    def half(writer: MetricsWriter, step: int, metrics: dict[str, float]) -> None:
+        writer._file.write(f'{{"step": {step}, "loss')
+        raise SavingError("no space left")
+
+    for _ in loop.batches():
+        with monkeypatch.context() as patched:
+            patched.setattr(MetricsWriter, "write", half)
+            with pytest.raises(SavingError, match="no space left"):
+                loop.publish(policy)
+        loop.publish(policy)
+    assert [(line["step"], line["progress/num_samples"]) for line in lines(loop)] == [(1, 2), (2, 4), (3, 6)]
+
+
+def test_a_loop_that_goes_back_amid_a_step_forgets_its_batch(loop: Alone, policy: Any) -> None:
+    loop.publish(policy)
+    for batch in loop.batches():
+        if batch.step == 3:
+            break
+        loop.publish(policy)
+    loop.resume_after(1)
+    loop.publish(policy)
+    for _ in loop.batches():
+        loop.publish(policy)
+    assert [(line["step"], line["progress/num_samples"]) for line in lines(loop)] == [(1, 2), (2, 4), (3, 6)]
+    assert loop.announced == [0, 1, 2, 1, 2, 3]
 
 
 # Metrics

@@ -356,6 +356,8 @@ def test_a_damaged_table_is_named_with_its_cause(folder: Path, tmp_path: Path, d
 
 @pytest.mark.usefixtures("own_cache")
 def test_the_damaged_file_of_a_folder_is_named(folder: Path, tmp_path: Path) -> None:
+    import datasets
+
     many = tmp_path / "many"
     (many / "more").mkdir(parents=True)
     for name in ("a.jsonl", "c.jsonl"):
@@ -363,6 +365,12 @@ def test_the_damaged_file_of_a_folder_is_named(folder: Path, tmp_path: Path) -> 
     (many / "more" / "b.jsonl").write_text(f'{GOOD}\n{{"prompt": broken\n')
     with pytest.raises(DataError, match=r"data\.path: \S+many cannot be loaded: more/b\.jsonl: .*JSON parse error"):
         load(folder, many, tmp_path / "bad.jsonl")
+    tables = tmp_path / "tables"
+    for name in ("a", "b", "c"):
+        datasets.Dataset.from_list([{"prompt": "a", "completion": "b"}] * 40).to_parquet(tables / f"{name}.parquet")
+    (tables / "b.parquet").write_bytes((tables / "b.parquet").read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"tables cannot be loaded: b\.parquet: .*Parquet magic bytes not found"):
+        load(folder, tables, tmp_path / "bad.jsonl")
     (many / "more" / "b.jsonl").write_text("")
     subset = filled(SubsetConfig, path=str(many), split="other")
     with pytest.raises(DataError, match=r'many cannot be loaded: Unknown split "other"'):

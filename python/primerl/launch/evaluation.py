@@ -31,7 +31,7 @@ from primerl.launch.recovery import Recovery
 from primerl.launch.registration import registered
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.console import PLAIN_EVERY_S, Console
-from primerl.launch.report.logs import tail
+from primerl.launch.report.logs import own_tail
 from primerl.launch.report.notices import Remarks
 from primerl.launch.secrets import Variables
 from primerl.launch.slurm import submission, within
@@ -269,7 +269,7 @@ class Evaluation:
                 self._look(now)
             for name, since in self.recovery.early.items():
                 if now - since > LAST_WORDS_S:
-                    log = tail(self.placement.by_name[name].log)
+                    log = own_tail(self.placement.by_name[name])
                     raise RunFailedError(f"{name} ended before the evaluation had\n{log}")
 
     def _look(self, now: float) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError, Problems
@@ -121,15 +120,6 @@ def check(config: InferenceRunConfig) -> None:
     problems.check()
 
 
-@dataclass(slots=True)
-class Starting:
-    """An engine that does not serve yet."""
-
-    process: Process
-    offset: int
-    """Where its part of the log begins, in bytes."""
-
-
 class EngineWatch(RoleWatch):
     """Says where each engine answers, as soon as it does, and keeps the list of those that do."""
 
@@ -143,14 +133,14 @@ class EngineWatch(RoleWatch):
         also: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(placement, folder, say, restarts=restarts, also=also)
-        self._starting: dict[str, Starting] = {}
+        self._starting: dict[str, Process] = {}
+        """Engines that do not serve yet."""
         self._serving: dict[str, dict[str, str]] = {}
 
     def started(self, process: Process) -> None:
-        offset = process.log.stat().st_size if process.log.is_file() else 0
         if self._serving.pop(process.name, None) is not None:
             self._write()
-        self._starting[process.name] = Starting(process, offset)
+        self._starting[process.name] = process
 
     def look(self) -> None:
         for name, starting in list(self._starting.items()):
@@ -168,18 +158,18 @@ class EngineWatch(RoleWatch):
         files.write_text(self.folder / ADDRESSES, json.dumps(list(self._serving.values()), indent=2) + "\n")
 
 
-def _served(starting: Starting) -> tuple[str, str] | None:
+def _served(process: Process) -> tuple[str, str] | None:
     """Name of the model and URL, once the engine has printed them."""
     try:
-        with starting.process.log.open("rb") as log:
-            log.seek(starting.offset)
+        with process.log.open("rb") as log:
+            log.seek(process.log_from)
             found = announcement.found(log.read())
     except OSError:
         return None
     if found is None:
         return None
     model, url = found
-    node = starting.process.node
+    node = process.node
     if node is not None:
         url = WITHOUT_HOST.sub(f"http://{f'[{node}]' if ':' in node else node}:", url)
     return model, url

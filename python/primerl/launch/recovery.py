@@ -14,7 +14,7 @@ from primerl.launch.placement.commands import start
 from primerl.launch.placement.protocol import Placement, Process
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.console import Console
-from primerl.launch.report.logs import cause_of, describe_end, tail
+from primerl.launch.report.logs import cause_of, describe_end, own_tail, tail
 from primerl.launch.resume import position
 from primerl.launch.supervise.failures import RunFailedError, failure_of
 from primerl.launch.supervise.orchestrator import Ended, OrchestratorWatch, wait_for_orchestrator
@@ -166,7 +166,7 @@ class RunRecovery(Recovery):
             self.restart(process, self.signed_off(process))
             return None
         used_up = self.restarts.used_up(process.name)
-        raise RunFailedError(f"{process.name} ended before the run had{used_up}\n{tail(process.log)}")
+        raise RunFailedError(f"{process.name} ended before the run had{used_up}\n{own_tail(process)}")
 
     def check_workers(self, now: float) -> None:
         """Raises RunFailedError for an env worker that runs, and that the orchestrator has given up."""
@@ -183,7 +183,7 @@ class RunRecovery(Recovery):
                 log = self.placement.logs(name)
                 raise RunFailedError(
                     f"{name} hangs: the orchestrator dropped it {absent:.0f} s ago, and it has not registered "
-                    f"again\nthe end of {log}:\n{tail(log)}"
+                    f"again\nthe end of {log}:\n{tail(log, after=process.log_from)}"
                 )
 
     def _call_back(self, process: Process) -> None:
@@ -191,7 +191,7 @@ class RunRecovery(Recovery):
         if not self.restarts.has_one_left(process.name):
             raise RunFailedError(
                 f"{process.name} ended before the run had, and `restarts` = {self.config.restarts} does not allow to "
-                f"start it again; the same command resumes the run\n{tail(process.log)}"
+                f"start it again; the same command resumes the run\n{own_tail(process)}"
             )
         self.console.say(f"{process.name} ended as if the run had finished, but the run has not; it is started again")
         del self.early[process.name]

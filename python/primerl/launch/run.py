@@ -37,7 +37,7 @@ from primerl.launch.registration import registered
 from primerl.launch.report import addresses, evaluations, summary
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.console import Console
-from primerl.launch.report.logs import tail
+from primerl.launch.report.logs import own_tail
 from primerl.launch.report.notices import Remarks
 from primerl.launch.resume import going_back, position, warm_start
 from primerl.launch.slurm import submission, within
@@ -210,7 +210,7 @@ class Launcher:
         self._start_uploads()
         self._start_monitors()
         if url is None:
-            self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
+            self.console.say(f"nothing is left to do:\n{own_tail(started, lines=1)}")
             return False
         self.orchestrator.url = url
         again = position.trained_again(self.folder, self.config.trainer.ckpt)

@@ -12,7 +12,7 @@ from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.services import KEY_PREFIX
 from primerl.envs.tailnet import KEY_VARIABLE, NODE_LOST, PROGRAMS, program
 from primerl.launch.placement.protocol import Process
-from primerl.launch.report.logs import last_error, tail
+from primerl.launch.report.logs import last_error, own_tail
 from primerl.launch.secrets import Variables
 from primerl.process.redaction import note
 
@@ -85,4 +85,4 @@ def lost(described: ProcessConfig, process: Process) -> str | None:
     config = described.config
     if not isinstance(config, EnvWorkerConfig) or config.tailnet is None:
         return None
-    return last_error(tail(process.log)) or "its node in the tailnet was lost"
+    return last_error(own_tail(process)) or "its node in the tailnet was lost"

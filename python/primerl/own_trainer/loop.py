@@ -4,6 +4,7 @@ and saves checkpoints."""
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,15 +181,18 @@ class TrainingLoop(abc.ABC):
         manifest = self._publisher.publish(policy, version)
         trained = self._trained
         if batch is not None:
-            # Before the run can end, which the last version does: it is over when all steps are written here.
             trained = trained.plus(*self._counts(batch))
-            self._writer().write(batch.step, {**batch.metrics, **trained.metrics(), **numbers})
+            numbers = {**batch.metrics, **trained.metrics(), **numbers}
         try:
+            if batch is not None:
+                # Before the run can end, which the last version does: it is over when all steps are written here.
+                self._writer().write(batch.step, dict(numbers))
             self._announce(version, manifest, policy)
         except BaseException:
             if batch is not None:
                 # A step that is published again is written again.
-                self._close_metrics()
+                with contextlib.suppress(OSError):  # closing retries a write that has failed
+                    self._close_metrics()
                 self._kept_until = batch.step - 1
             raise
         # Lines of later steps are dropped by now, once the weights to begin with are accepted.
@@ -266,7 +270,7 @@ class TrainingLoop(abc.ABC):
             self._trained = Trained.until(self.output_dir, step)
 
         self._together(f"resuming after step {step}", resume)
-        self._next_version = step
+        self._next_version, self._batch = step, None
         self._resumed, self._kept_until, self._owes_weights = True, step, step > 0
 
     def _published(self) -> int:
@@ -281,9 +285,9 @@ class TrainingLoop(abc.ABC):
         return self._metrics
 
     def _close_metrics(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
 
     def _together(self, name: str, do: Callable[[], Value]) -> Value:
         """What is done once, whatever the number of ranks, and returned in each."""

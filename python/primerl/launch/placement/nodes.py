@@ -39,7 +39,7 @@ class NodesPlacement(Machines, ABC):
         if role.name not in self._slots:
             process = self.by_name[role.name] = self._local.start(role, command)
             return process
-        process = self.by_name[role.name] = Process(role.name, command.log)
+        process = self.by_name[role.name] = Process.begun(role.name, command.log)
         if self._stopped:
             process.failure = "the run is being stopped"
             self._ended.append(process)

@@ -149,6 +149,13 @@ class Process:
     """Why it could not be started."""
     lost: str | None = None
     """How it was lost, of one whose end could not be seen: a predicate. Its code is `NOT_KNOWN` then."""
+    log_from: int = 0
+    """Bytes of the log that were written before it: the log is appended to."""
+
+    @classmethod
+    def begun(cls, name: str, log: Path) -> Process:
+        """One that is about to be started."""
+        return cls(name, log, log_from=log.stat().st_size if log.is_file() else 0)
 
     @property
     def ended(self) -> bool:

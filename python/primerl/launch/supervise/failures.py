@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from primerl.launch.placement.protocol import Placement, Process
-from primerl.launch.report.logs import describe_end, last_error, tail
+from primerl.launch.report.logs import describe_end, last_error, own_tail
 from primerl.process import redaction
 from primerl.process.problems import ProblemError
 
@@ -34,7 +34,7 @@ class RefusedError(RunFailedError, ProblemError):
 def failure_of(process: Process, remark: str = "") -> RunFailedError:
     """`remark`: the end of its first line, before the end of the log."""
     if process.name == "orchestrator" and process.code == BAD_INPUT:
-        error = last_error(tail(process.log))
+        error = last_error(own_tail(process))
         if error is None:
             return RefusedError(describe_end(process, remark))
         # A log's end would be the session before.

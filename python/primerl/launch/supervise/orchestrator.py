@@ -60,9 +60,8 @@ def wait_for_orchestrator(
                 learn(url, folder)
                 return url
     why = ": it was not started" if process.pid is None else ""
-    raise RunFailedError(
-        f"orchestrator did not write {file} within {limit:.0f} s{why}\n{tail(placement.logs(process.name))}".rstrip()
-    )
+    log = tail(placement.logs(process.name), after=process.log_from)
+    raise RunFailedError(f"orchestrator did not write {file} within {limit:.0f} s{why}\n{log}".rstrip())
 
 
 @dataclass(frozen=True)

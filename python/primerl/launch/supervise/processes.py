@@ -79,7 +79,7 @@ class Processes:
         """Starts a command in a session of its own, its output appended to `log`, without the texts to `hide`; by the
         fork server that listens at `fork`, where that can."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        process = self.by_name[name] = Process(name, log)
+        process = self.by_name[name] = Process.begun(name, log)
         self._send(
             {
                 "start": name,

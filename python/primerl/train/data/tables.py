@@ -170,18 +170,20 @@ def _folder(datasets: Any, path: Path, split: str, key: str) -> Any:
         return datasets.load_dataset(kind, data_files=data_files, split=split)
     except Exception as error:  # any library below it may fail
         why = reason(error)
-        broken = next((file for file in data if _problem(datasets, kind, file) == why), None)
+        problems = ((file, _problem(datasets, kind, file)) for file in data)
+        broken = next((file for file, problem in problems if problem and problem in why), None)
         if broken is None:
             raise
         raise ValueError(f"{broken.relative_to(path)}: {why}") from error
 
 
 def _problem(datasets: Any, kind: str | None, file: Path) -> str | None:
-    """Why the file cannot be read by itself: the error of a whole folder does not name its file."""
+    """Why the file cannot be read by itself, in the library's words: the error of a folder does not name its file. An
+    empty one cannot be read either, and does no harm among others."""
     try:
         datasets.load_dataset(kind, data_files=str(file))
     except Exception as error:  # noqa: BLE001 - as above
-        return reason(error)
+        return str(error)
     return None
 
 

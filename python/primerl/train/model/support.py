@@ -111,21 +111,28 @@ def type_refusal(config: Config, *, trusted: bool = False) -> str | None:
     return None
 
 
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+OF_LAYERS = ("num_attention_heads", "num_key_value_heads")
+"""Sizes that may be a list, with a value for each layer."""
+MOST_LAYERS = 10_000
+"""More than any model has, and few enough to go through."""
 
 
 def size_problem(config: Config) -> str | None:
-    """Which size in the config no model can have. Lists, with a value for each layer, are left to `transformers`."""
+    """Which size in the config no model can have."""
     given = text_config(config)
-    for name in (known for size in SIZES for known in (size, *ALIASES.get(size, ()))):
-        value = given.get(name)
-        if value is None or isinstance(value, list):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            return (
-                f"its config.json has {name} = {json.dumps(value)}, which has to be a whole number of at least 1; "
-                "fetch or save the model again"
-            )
+    for size in (*SIZES, *OF_LAYERS):
+        for name in (size, *ALIASES.get(size, ())):
+            value = given.get(name)
+            if value is None or (size in OF_LAYERS and isinstance(value, list)):
+                continue
+            wrong = isinstance(value, bool) or not isinstance(value, int) or value < 1
+            if wrong or (size == "num_hidden_layers" and value > MOST_LAYERS):
+                most = f" and at most {MOST_LAYERS:,}" if size == "num_hidden_layers" else ""
+                return (
+                    f"its config.json has {name} = {json.dumps(value)}, which has to be a whole number of at least "
+                    f"1{most}; fetch or save the model again"
+                )
     return None
 
 
