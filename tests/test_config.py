@@ -376,6 +376,31 @@ def test_a_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
         read_toml(file)
 
 
+@pytest.mark.parametrize(
+    ("train", "evaluated", "names"),
+    [
+        ([{"id": "a"}], [{"id": "b"}, {"id": "o/c@1"}], ["b", "c"]),
+        ([{"id": "a"}], [{"id": "b", "name": "held-out"}], ["held-out"]),
+        ([{"id": "a"}], [{"id": "a"}, {"id": "b"}], ["a-eval", "b"]),
+        ([{"id": "a", "name": "b"}], [{"id": "a"}], ["a"]),
+    ],
+)
+def test_the_orchestrator_knows_environments_by_the_names_of_their_workers(
+    train: list[dict[str, str]], evaluated: list[dict[str, str]], names: list[str]
+) -> None:
+    entries = {"train": {"env": train}, "eval": {"env": evaluated}}
+    config = RLConfig.model_validate({**tree(), "orchestrator": entries})
+    orchestrator = resolve.orchestrator(config).config
+    assert isinstance(orchestrator, OrchestratorConfig)
+    workers: dict[str, list[str]] = {"train": [], "eval": []}
+    for process in resolve.env_workers(config, "http://o:1"):
+        assert isinstance(process.config, EnvWorkerConfig)
+        workers[process.config.role].append(process.config.environment)
+    assert workers["eval"] == names
+    assert [environment.name for environment in orchestrator.eval.env] == workers["eval"]
+    assert [environment.name for environment in orchestrator.train.env] == workers["train"]
+
+
 def test_each_process_gets_its_part() -> None:
     config = RLConfig.model_validate(tree(keep_broadcasts=True, seed=7, seq_len=256))
     orchestrator = resolve.orchestrator(config).config

@@ -636,6 +636,23 @@ def test_a_refusal_after_all_has_begun_is_a_failure(tmp_path: Path, monkeypatch:
     assert (code, output) == (1, "the orchestrator refuses the run: the journal is damaged\n")
 
 
+def test_a_session_that_ran_nothing_tells_of_itself_until_one_has_run(tmp_path: Path) -> None:
+    def ended(code: int, reason: str, run_s: float, *, has_run: bool) -> str:
+        content = {"exit_code": code, "reason": reason, "wall_s": 9.0, "start_s": 9.0 - run_s, "run_s": run_s}
+        summary.write(tmp_path, {**content, "gpus": 0}, has_run=has_run)
+        return str(json.loads((tmp_path / "run" / "summary.json").read_text())["reason"])
+
+    (tmp_path / "run").mkdir()
+    assert ended(1, "no port", 0.0, has_run=False) == "no port"
+    assert ended(1, "no model", 0.0, has_run=False) == "no model"
+    assert ended(1, "no memory", 4.0, has_run=True) == "no memory"
+    assert ended(1, "no port", 0.0, has_run=False) == "no memory"
+    assert ended(0, "finished", 0.0, has_run=True) == "finished"
+    assert ended(2, "no key", 0.0, has_run=False) == "finished"
+    (tmp_path / "run" / "summary.json").write_text('{"exit_code": 1, "run_s": 0.0}')
+    assert ended(1, "no model", 0.0, has_run=False) == "no model"
+
+
 @pytest.mark.parametrize("log", ["  ", "  \n  ", "  (no log)", "  a: b", "  a\n  b: c", "    f()\n  two words: c"])
 def test_a_log_that_ends_with_no_traceback_names_no_exception(log: str) -> None:
     assert last_exception(log) is None

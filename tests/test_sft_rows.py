@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import gzip
 import json
 from pathlib import Path
@@ -354,8 +356,12 @@ def test_a_damaged_table_is_named_with_its_cause(folder: Path, tmp_path: Path, d
     assert said == str(caught.value), "the library's own words are no reason"
 
 
+def raised(error: Exception, *_: object, **__: object) -> None:
+    raise error
+
+
 @pytest.mark.usefixtures("own_cache")
-def test_the_damaged_file_of_a_folder_is_named(folder: Path, tmp_path: Path) -> None:
+def test_the_damaged_file_of_a_folder_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     many = tmp_path / "many"
@@ -365,6 +371,11 @@ def test_the_damaged_file_of_a_folder_is_named(folder: Path, tmp_path: Path) -> 
     (many / "more" / "b.jsonl").write_text(f'{GOOD}\n{{"prompt": broken\n')
     with pytest.raises(DataError, match=r"data\.path: \S+many cannot be loaded: more/b\.jsonl: .*JSON parse error"):
         load(folder, many, tmp_path / "bad.jsonl")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patched:
+        patched.setattr(datasets, "load_dataset", functools.partial(raised, full))
+        with pytest.raises(DataError, match=r"many cannot be loaded: \[Errno 28\]"):
+            load(folder, many, tmp_path / "bad.jsonl")
     tables = tmp_path / "tables"
     for name in ("a", "b", "c"):
         datasets.Dataset.from_list([{"prompt": "a", "completion": "b"}] * 40).to_parquet(tables / f"{name}.parquet")

@@ -429,7 +429,8 @@ def named(environment: Source) -> Source:
 
 
 def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> ServedEvaluationSource:
-    source = ServedEvaluationSource(**shared(environment, EvaluationSource))
+    # By the name that its workers have: without one, a file of the orchestrator's own has another rule.
+    source = ServedEvaluationSource(**{**shared(environment, EvaluationSource), "name": environment.label})
     if source.sampling.max_tokens is not None:
         return source
     longest = config.orchestrator.sampling.max_tokens

@@ -10,7 +10,7 @@ from primerl.launch.placement.protocol import Process
 
 LOG_LINES = 20
 INDENT = "  "
-"""Of the lines of a log that are shown."""
+"""Before each line of a log that is shown."""
 LAST_WORDS = re.compile(r"(?:error: |primerl \S+: |\d\d:\d\d:\d\d ERROR |[-\d]{10} [\d:,]{12} ERROR \S+: )(.*)")
 """How processes of a run say what they give up for."""
 EXCEPTION = re.compile(r"[^\W\d][\w.]*(: .*)?")
@@ -43,7 +43,7 @@ def last_error(log: str) -> str | None:
 
 
 def last_exception(log: str) -> str | None:
-    """Of the end of a log: what the traceback says with which it ends, if it does."""
+    """What the traceback says with which this end of a log ends, if it does."""
     *_, before, last = ["", "", *log.rstrip().splitlines()]
     line = last.removeprefix(INDENT)
     return line if before.startswith(f"{INDENT}  ") and EXCEPTION.fullmatch(line) else None

@@ -70,14 +70,23 @@ def sampled_before(status: dict[str, Any]) -> dict[str, int]:
 
 
 def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
-    """A session in which nothing ran keeps the previous session's summary, which describes the run. Raises OSError."""
+    """A session in which nothing ran keeps the previous session's summary, which describes the run, unless nothing ran
+    then either. Raises OSError."""
     file = folder / FILE
-    if has_run or not file.is_file():
+    if has_run or not file.is_file() or _ran_nothing(file):
         with contextlib.suppress(
             OSError, ValueError, LookupError, TypeError, AttributeError
         ):  # damaged: as if there were none
             summary = {**summary, BEFORE: sums(json.loads(file.read_bytes()))}
         files.write_text(file, json.dumps(summary, indent=1) + "\n")
+
+
+def _ran_nothing(file: Path) -> bool:
+    """Whether the session that has left this summary failed at its start."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        found = json.loads(file.read_bytes())
+        return bool(found["exit_code"] != 0 and found["run_s"] == 0)
+    return False
 
 
 def sums(summary: dict[str, Any]) -> dict[str, float]:

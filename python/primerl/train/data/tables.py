@@ -169,6 +169,8 @@ def _folder(datasets: Any, path: Path, split: str, key: str) -> Any:
     try:
         return datasets.load_dataset(kind, data_files=data_files, split=split)
     except Exception as error:  # any library below it may fail
+        if isinstance(error.__cause__ or error, OSError):
+            raise  # as of a full disk, which is no fault of a file
         why = reason(error)
         problems = ((file, _problem(datasets, kind, file)) for file in data)
         broken = next((file for file, problem in problems if problem and problem in why), None)
