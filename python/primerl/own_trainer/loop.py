@@ -102,8 +102,6 @@ class TrainingLoop(abc.ABC):
         self._metrics: MetricsWriter | None = None
         self._next_version = 0
         self._resumed = self._owes_weights = False
-        self._kept_until = 0
-        """The writer of metrics drops lines of later steps when it opens."""
         self._batch: Batch | None = None
         self._trained = Trained()
         self._asked: tuple[int, bool] | None = None
@@ -179,24 +177,20 @@ class TrainingLoop(abc.ABC):
     def _hand_over(self, policy: Any, version: int, batch: Batch | None, numbers: Mapping[str, float]) -> None:
         """Writes the weights and the metrics of the step that they are of, and announces them."""
         manifest = self._publisher.publish(policy, version)
-        trained = self._trained
-        if batch is not None:
-            trained = trained.plus(*self._counts(batch))
-            numbers = {**batch.metrics, **trained.metrics(), **numbers}
+        trained, written = self._trained, version if batch is None else version - 1
         try:
             if batch is not None:
+                trained = trained.plus(*self._counts(batch))
                 # Before the run can end, which the last version does: it is over when all steps are written here.
-                self._writer().write(batch.step, dict(numbers))
+                self._writer(written).write(version, {**batch.metrics, **trained.metrics(), **numbers})
             self._announce(version, manifest, policy)
         except BaseException:
-            if batch is not None:
-                # A step that is published again is written again.
-                with contextlib.suppress(OSError):  # closing retries a write that has failed
-                    self._close_metrics()
-                self._kept_until = batch.step - 1
+            # A step that is published again is written again, by a writer that drops its line.
+            with contextlib.suppress(OSError):  # closing retries a write that has failed
+                self._close_metrics()
             raise
         # Lines of later steps are dropped by now, once the weights to begin with are accepted.
-        self._writer()
+        self._writer(written)
         self._trained = trained
 
     def restore(self, device: str | torch.device = "cpu") -> dict[str, Any] | None:
@@ -271,7 +265,7 @@ class TrainingLoop(abc.ABC):
 
         self._together(f"resuming after step {step}", resume)
         self._next_version, self._batch = step, None
-        self._resumed, self._kept_until, self._owes_weights = True, step, step > 0
+        self._resumed, self._owes_weights = True, step > 0
 
     def _published(self) -> int:
         if self._next_version == 0:
@@ -279,9 +273,10 @@ class TrainingLoop(abc.ABC):
         self._lifetime.check()
         return self._next_version - 1
 
-    def _writer(self) -> MetricsWriter:
+    def _writer(self, written: int) -> MetricsWriter:
+        """Lines of steps after `written` are dropped when it opens."""
         if self._metrics is None:
-            self._metrics = MetricsWriter(self.output_dir, after=self._kept_until)
+            self._metrics = MetricsWriter(self.output_dir, after=written)
         return self._metrics
 
     def _close_metrics(self) -> None:
