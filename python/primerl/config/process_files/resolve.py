@@ -8,14 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from primerl.config.process_files import monitored
 from primerl.config.process_files.files import ProcessConfig, absolute, process, shared
 from primerl.config.schema.base import Log, RolloutLog
 from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.environment import (
-    Environment,
     EvaluationEnvironment,
     EvaluationSource,
     JoinedSettings,
@@ -44,7 +43,6 @@ from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.process.log_levels import LogLevel
 from primerl.train.model import support
 
-Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3
 """Nats. Sums in another order are 1e-5 apart at most, in fp32."""
 MOST_LIVE_VERSIONS = 6
@@ -62,6 +60,8 @@ def orchestrator(
     train = [ServedTrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
     for served, environment in zip([*train, *evaluation], [*source.train.env, *source.eval.env], strict=True):
+        # Without a name, a file of the orchestrator's own has another rule for it.
+        served.name = environment.label
         served.worker = _joined(config, environment, (variables or {}).get(environment.label, []))
     keeps = {"keep_spool": True} if config.keep_broadcasts else {}
     timeouts = source.timeouts
@@ -88,8 +88,8 @@ def orchestrator(
             "router_replay": config.trainer.enable_router_replay,
             "log": Log(level=log_level(config, source.log)),
             "model": ServedModel(path=absolute(config.model.path), name=model_name(config)),
-            "train": {"env": [named(environment) for environment in train]},
-            "eval": {"env": [named(environment) for environment in evaluation]},
+            "train": {"env": train},
+            "eval": {"env": evaluation},
         }
     )
     return process(config, "orchestrator", "orchestrator", resolved, threads=1)
@@ -423,14 +423,8 @@ def model_name(config: RLConfig) -> str:
     return config.model.name or Path(absolute(config.model.path)).name
 
 
-def named(environment: Source) -> Source:
-    copy: Source = environment.model_copy(update={"name": environment.label})
-    return copy
-
-
 def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> ServedEvaluationSource:
-    # By the name that its workers have: without one, a file of the orchestrator's own has another rule.
-    source = ServedEvaluationSource(**{**shared(environment, EvaluationSource), "name": environment.label})
+    source = ServedEvaluationSource(**shared(environment, EvaluationSource))
     if source.sampling.max_tokens is not None:
         return source
     longest = config.orchestrator.sampling.max_tokens
