@@ -37,7 +37,7 @@ def failure_of(process: Process, remark: str = "") -> RunFailedError:
         error = last_error(own_tail(process))
         if error is None:
             return RefusedError(describe_end(process, remark))
-        # A log's end would be the session before.
+        # Its last words say all: no end of the log.
         return RefusedError(f"the orchestrator refuses the run: {error}")
     return RunFailedError(describe_end(process, remark))
 
